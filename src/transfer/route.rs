@@ -4,6 +4,7 @@
 //! message the one rank that leads its transfer asks it once. The answer is a plan and a reservation, which
 //! stays in the ledger until it is dropped.
 
+mod host_rate;
 mod host_use;
 mod kept;
 mod ledger;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
+use super::host_rate::{believed, Least, RUNS_MAX};
 use super::kept::{self, KeptLinks};
 use super::wiring;
 use crate::cuda::{
@@ -26,7 +27,8 @@ use crate::trace::record;
 use crate::transfer::gpu::{is_for_now, Gpu};
 use crate::transfer::Env;
 
-const SMALL: u64 = 256 << 10;
+/// Length of the copies that tell what each copy costs.
+pub(super) const SMALL: u64 = 256 << 10;
 /// Bytes that a rank has on each of its GPUs to measure with.
 pub const LARGE: u64 = 4 << 20;
 /// Messages of a pair that are timed; as many again with a message at least twice as long, until the rate is
@@ -41,7 +43,7 @@ const HOPE_US: f64 = 5.0;
 const HOPELESS_PAUSE: u32 = 64;
 /// Times tell a rate if they differ by this much, us. Events resolve half a microsecond, and if a piece takes
 /// less than the launch of the next one, the launch is what is timed.
-const TELLS_US: f64 = 10.0;
+pub(super) const TELLS_US: f64 = 10.0;
 /// Times that differ by this much tell the rate well.
 const TELLS_WELL_US: f64 = 40.0;
 /// A pair whose rate is not known well is timed again by messages that come alone: after so many messages
@@ -57,12 +59,6 @@ const TURN: Duration = Duration::from_millis(200);
 /// How often a GPU's own link is tried.
 const ATTEMPTS: u32 = 3;
 
-/// A rate to the host or back is believed when two runs tell it that differ by no more than this, and after so
-/// many runs in any case: the fastest counts. A program's own copies can keep each copy of a run waiting. A
-/// benchmark that read what it had received made 1.07 GB/s of 12.3, and that was kept for later runs.
-const AGREES: f64 = 0.1;
-const RUNS_MAX: usize = 4;
-
 /// How far the measurement of a GPU's path to the host has come: first the way up, then the way down.
 enum Stage {
     Waiting,
@@ -75,8 +71,8 @@ enum Stage {
 enum Failure {
     #[error(transparent)]
     Driver(#[from] Error),
-    /// The processor was late with every launch.
-    #[error("the times of copies do not grow with their lengths")]
+    /// The program copied at the same time, or the processor was late with every launch.
+    #[error("no two runs of copies took the same least time")]
     NoLine,
 }
 
@@ -230,8 +226,8 @@ struct Own {
     failures: u32,
     /// The way up is known.
     has_up: bool,
-    /// What runs the way that is measured now have told.
-    told: Vec<Line>,
+    /// Runs the way that is measured now.
+    runs: Vec<Least>,
 }
 
 /// What this rank measures.
@@ -300,7 +296,7 @@ impl Survey {
                     stage,
                     failures: 0,
                     has_up: false,
-                    told: Vec::new(),
+                    runs: Vec::new(),
                 });
             }
         }
@@ -452,11 +448,11 @@ impl Survey {
         let stage = std::mem::replace(&mut self.own[at].stage, Stage::Over);
         let next = match stage {
             Stage::Waiting => self.own[at].start(env, gpu).map(Stage::Running),
-            Stage::Running(mut run) => match run.line().transpose() {
+            Stage::Running(mut run) => match run.least().transpose() {
                 None => Ok(Stage::Running(run)),
                 Some(result) => {
                     run.end(env);
-                    result.and_then(|line| self.ran(env, gpu, at, line))
+                    result.and_then(|least| self.ran(env, gpu, at, least))
                 }
             },
             Stage::Over => Ok(Stage::Over),
@@ -473,18 +469,18 @@ impl Survey {
         }
     }
 
-    /// A run of copies has told a line. Publishes it if it can be believed, and starts the next run.
+    /// A run of copies is over. Publishes the rate if it can be believed now, and starts the next run.
     fn ran(
         &mut self,
         env: &Env,
         gpu: &mut Gpu,
         at: usize,
-        line: Line,
+        least: Least,
     ) -> std::result::Result<Stage, Failure> {
         let own = &mut self.own[at];
-        own.told.push(line);
-        if let Some(line) = believed(&own.told) {
-            own.told.clear();
+        own.runs.push(least);
+        if let Some(line) = believed(&own.runs) {
+            own.runs.clear();
             stats::add(Counter::LinksMeasured, 1);
             self.kept.note_host(env, &own.uuid, !own.has_up, line);
             let uuid = Some(&own.uuid);
@@ -494,8 +490,11 @@ impl Survey {
             }
             tell(env, Ends::new(uuid, None), Some(line), None);
             own.has_up = true;
+        } else if own.runs.len() >= RUNS_MAX {
+            own.runs.clear();
+            return Err(Failure::NoLine);
         }
-        own.start(env, gpu).map(Stage::Running)
+        Ok(Stage::Running(own.start(env, gpu)?))
     }
 
     fn take_turn(&mut self, env: &Env) -> bool {
@@ -594,17 +593,12 @@ impl Own {
 }
 
 impl Run {
-    /// What the copies tell, once they are done.
-    fn line(&mut self) -> std::result::Result<Option<Line>, Failure> {
+    /// What the copies took, once they are done.
+    fn least(&mut self) -> std::result::Result<Option<Least>, Failure> {
         if !self.copies.poll()? {
             return Ok(None);
         }
-        let Some(times) = self.timed.times()? else {
-            return Ok(None);
-        };
-        let mut takes = Takes::default();
-        takes.add(&times);
-        takes.line().map(Some).ok_or(Failure::NoLine)
+        Ok(self.timed.times()?.map(|times| Least::of(&times)))
     }
 
     /// Gives its memory back, unless copies may still run there after an error.
@@ -659,14 +653,6 @@ impl Gpu {
             self.survey = survey;
         }
     }
-}
-
-/// The fastest of the lines that runs have told, if two runs agree on it or there were enough of them.
-fn believed(told: &[Line]) -> Option<Line> {
-    let fastest = told.iter().max_by(|a, b| a.gb_s.total_cmp(&b.gb_s))?;
-    let is_near = |line: &&Line| line.gb_s >= fastest.gb_s * (1.0 - AGREES);
-    let agree = told.iter().filter(is_near).count() >= 2;
-    (agree || told.len() >= RUNS_MAX).then_some(*fastest)
 }
 
 /// Publishes what is known of a path now, in place of what this rank has published about it before. That may
@@ -771,26 +757,6 @@ mod tests {
             (SMALL, 7.24288),
         ]);
         is_right(&takes);
-    }
-
-    /// Runs that other copies kept waiting do not make a slow link of a fast one.
-    #[test]
-    fn a_rate_is_believed_when_two_runs_agree() {
-        let told = |rates: &[f64]| {
-            let line = |gb_s: &f64| {
-                let us = |bytes: u64| (bytes, 6.0 + bytes as f64 / (gb_s * 1e3));
-                fit::line(&[us(SMALL), us(LARGE)]).expect("a line")
-            };
-            let lines: Vec<Line> = rates.iter().map(line).collect();
-            believed(&lines).map(|line| (line.gb_s * 100.0).round() / 100.0)
-        };
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[12.3]), None);
-        assert_eq!(told(&[12.3, 12.1]), Some(12.3));
-        assert_eq!(told(&[1.07, 12.3]), None);
-        assert_eq!(told(&[1.07, 12.3, 12.3]), Some(12.3));
-        assert_eq!(told(&[1.07, 12.3, 1.08]), None, "two agree on a slow one");
-        assert_eq!(told(&[1.0, 4.0, 2.0, 3.0]), Some(4.0), "enough");
     }
 
     /// 400 GB/s, give or take half a microsecond: 768 KiB take 1.3 us more than 256 KiB, so the rate could be
